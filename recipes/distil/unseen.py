@@ -1,0 +1,58 @@
+"""What a card is measured on: questions written by hand, like none that the recipe samples or makes.
+
+Prompts that are merely held out share their patterns with those trained on, and flatter the draft.
+"""
+
+from __future__ import annotations
+
+UNSEEN = (
+    "My neighbour's dog barks all night. How should I bring it up with him?",
+    "Why do cats knead blankets with their paws?",
+    "Give me a recipe for lentil soup with whatever is in a normal kitchen.",
+    "I have an interview at a bank tomorrow, what should I wear?",
+    "Explain recursion using Russian dolls.",
+    "Write a limerick about a sailor who hates water.",
+    "What's the difference between a virus and a bacterium?",
+    "Help me apologise to my sister for forgetting her birthday.",
+    "Turn this into bullet points: The museum opens at ten, tickets are eight euros, children go free and the cafe "
+    "closes at four.",
+    "Which planet has the most moons?",
+    "How do noise cancelling headphones work?",
+    "Draft a polite refusal to a wedding invitation.",
+    "What are some good exercises for lower back pain?",
+    "A train travels 60 miles in 1.5 hours. What is its average speed?",
+    "Write a regular expression that matches an email address.",
+    "Who wrote Pride and Prejudice and what is it about?",
+    "Suggest a weekend project for a ten year old who likes electronics.",
+    "What does the phrase 'break the ice' mean?",
+    "Write SQL to find customers who have not ordered in 90 days.",
+    "Should I learn Rust or Go first?",
+    "How long can cooked rice stay in the fridge?",
+    "Describe a sunset without using any colours.",
+    "Explain how a bill becomes law in the United States.",
+    "My plant's leaves are turning yellow. What is going on?",
+    "Give three arguments for and against school uniforms.",
+    "What is the square root of 144, and why?",
+    "Name a few novels set in Tokyo.",
+    "Write the opening paragraph of a mystery set on a submarine.",
+    "How do I remove a red wine stain from a carpet?",
+    "What causes the northern lights?",
+    "Convert 5 feet 9 inches to centimetres.",
+    "What's a good name for a bakery run by two brothers?",
+    "Explain compound interest with an example.",
+    "Classify the sentiment of: 'The food was cold but the waiter was lovely.'",
+    "Write a python class for a bank account with deposit and withdraw.",
+    "Tell me something surprising about octopuses.",
+    "How should I prepare for my first marathon?",
+    "Summarise the plot of Romeo and Juliet.",
+    "What are the side effects of too much caffeine?",
+    "Is it cheaper to buy or rent a flat?",
+    "Write a thank-you note to my old chemistry teacher.",
+    "Fix this code: for i in range(10) print(i)",
+    "What do I need to pack for a week of camping in the rain?",
+    "Why is the sky blue but sunsets red?",
+    "Translate 'good morning, how are you' into German, Italian and Portuguese.",
+    "How does a refrigerator keep things cold?",
+    "Give me a quick warm-up routine for singing.",
+    "What were the main causes of the First World War?",
+)
